@@ -76,7 +76,6 @@ const settingsOf = ({ file, block, start }: ClientSettings): Settings =>
  */
 export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Promise<Ran> {
   const home = mkdtempSync(join(tmpdir(), 'purser-agent-'));
-  t.after(() => rmSync(home, { recursive: true, force: true, maxRetries: 3 }));
   const directory = join(home, 'project');
   const note = newNote();
   mkdirSync(directory);
@@ -135,6 +134,8 @@ export async function runAgent(t: Pick<TestContext, 'after'>, asked: Asked): Pro
     } catch {} // All have ended.
   };
   t.after(endGroup);
+  // Last: a daemon that it left behind lives until its namespace is ended, and writes again what is removed before.
+  t.after(() => rmSync(home, { recursive: true, force: true, maxRetries: 3 }));
   let said = '';
   for (const output of [child.stdout, child.stderr])
     output.setEncoding('utf8').on('data', (text: string) => {
