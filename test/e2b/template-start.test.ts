@@ -3,7 +3,6 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'no
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { freePort } from '../helper/free-port.ts';
 import { until, waitFor } from '../helper/waiting.ts';
 import { openInside, TEMPLATES } from './shared.ts';
 
@@ -24,17 +23,23 @@ test('the command of a template has ended, with the variables of the sandbox, be
 });
 
 test('a server that a template starts listens before a client has the sandbox, and goes on', async (t) => {
-  const port = await freePort();
-  const script = `require('http').createServer((_, to) => to.end('up')).listen(${port}, '127.0.0.1')`;
+  const directory = mkdtempSync(join(tmpdir(), 'purser-start-'));
+  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  const file = join(directory, 'port');
+  const script = `const server = require('http').createServer((_, to) => to.end('up'));
+    server.listen(0, '127.0.0.1', () => require('fs').writeFileSync('${file}', String(server.address().port)));`;
   const start = `sleep 0.3\nexec ${process.execPath} -e "${script}"`;
-  const { purser, sandbox } = await openStarting(t, start, { templateID: 'started' });
+  const { purser, wallet, sandbox } = await openStarting(t, start, { templateID: 'started' });
+  const port = await until('it has written its port', () => existsSync(file) && readFileSync(file, 'utf8'));
   const headers = {
     'e2b-sandbox-id': sandbox.sandboxID,
-    'e2b-sandbox-port': String(port),
+    'e2b-sandbox-port': port,
     'e2b-traffic-access-token': sandbox.trafficAccessToken,
   };
   const answer = await purser.ask('GET', '/v1/e2b/envd/', { headers });
-  assert.deepEqual([answer.status, answer.text], [200, 'up']);
+  const asked = { token: wallet.token, body: { id: `res_${sandbox.sandboxID}` } };
+  const { body } = await purser.ask('POST', '/v1/compute/process/list', asked);
+  assert.deepEqual([answer.status, answer.text], [200, 'up'], JSON.stringify(body));
 });
 
 test('a create that is taken over does not start the command of the first again', async (t) => {
