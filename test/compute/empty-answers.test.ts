@@ -32,6 +32,9 @@ const NO_LIST = EMPTY.filter((it) => it !== '[]');
 const wrapped = ['{"type":"sync"}', ...['null', '0', '""', '{}'].map((it) => `{"type":"sync","metadata":${it}}`)];
 const NO_PODS = '{"kind":"PodList","items":[]}';
 
+/** Vast's own word that a call failed, under a status of success. */
+const FAILED = '{"success":false,"error":"server_error","instances":[]}';
+
 const TAG = (prefix: string) => `${prefix}res-fake`;
 /** Answers with 404 of somebody who is not the engine, or about something else. */
 const NOT_FOUND = [
@@ -110,8 +113,8 @@ const ENGINES: Record<string, Engine> = {
   vast: {
     prefix: 'purser-inst-vast-',
     answers: {
-      one: [...EMPTY, '{"instances":{}}', '{"instances":{"id":9,"actual_status":"exited"}}'],
-      list: [...EMPTY, '{"instances":null}', '{"instances":[null]}', '{"instances":[{"id":"x"}]}'],
+      one: [...EMPTY, '{"instances":{}}', '{"instances":{"id":9,"actual_status":"exited"}}', FAILED],
+      list: [...EMPTY, '{"instances":null}', '{"instances":[null]}', '{"instances":[{"id":"x"}]}', FAILED],
     },
     open: async (t, say, socket) => vastAt(await listen(t, say, 0), dirname(socket)),
   },
@@ -141,6 +144,20 @@ for (const [name, { prefix, answers, open }] of Object.entries(ENGINES))
     }
     for (body of answers.list) await assert.rejects(backend.listOwned(prefix), Error, `list: ${body}`);
   });
+
+test('that Vast failed to show a machine is not read as its absence, though a list that lags lacks it as well', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-empty-'));
+  const list = '{"success":true,"instances":[],"total_instances":0}';
+  let shown = '{"success":false,"error":"server_error","instances":null}';
+  const backend = vastAt(await listen(t, (path) => (path.includes('/v1/') ? list : shown), 0), directory);
+  t.after(async () => {
+    await backend.close();
+    rmSync(directory, { recursive: true });
+  });
+  await assert.rejects(backend.inspect('7'), /server_error/);
+  shown = '{"success":true,"instances":null}';
+  assert.equal(await backend.inspect('7'), undefined);
+});
 
 test('of what a cluster names beside the pods that it was asked for, nothing is removed', async (t) => {
   const name = jobName(TAG(''));

@@ -50,6 +50,10 @@ const READ_ATTEMPTS = 3;
 /** Vast's answer. `json` is undefined when the body is not JSON; a 429 is often plain text. */
 export type VastAnswer = { status: number; json: unknown; words: string };
 
+/** Returns whether Vast says itself that the call failed, which it may under a status of success: the rest then proves nothing. */
+export const hasFailed = ({ json }: VastAnswer) =>
+  (json as { success?: unknown } | null | undefined)?.success === false;
+
 /** Vast gave no answer to a call. */
 export class VastUnreachable extends Unanswered {}
 

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { wordOf } from '../../../base/parse-json.ts';
 import type { Machine } from '../../backend.ts';
-import type { VastAnswer, VastApi } from './api.ts';
+import { hasFailed, type VastAnswer, type VastApi } from './api.ts';
 import { idOf, numberOf } from './offers.ts';
 
 const LIST_LIMIT = 25;
@@ -51,7 +51,7 @@ export function createInstances(api: VastApi) {
     const raw = (answer.json as { instances?: unknown } | undefined)?.instances;
     const instance = answer.status === 200 ? instanceOf(raw) : undefined;
     if (instance?.ref === ref) return instance;
-    if ((answer.status === 200 && raw === null) || GONE.has(answer.status)) return undefined;
+    if ((answer.status === 200 && raw === null && !hasFailed(answer)) || GONE.has(answer.status)) return undefined;
     throw new Error(`vast: no instance ${ref}: ${answer.words}`);
   }
 
@@ -100,13 +100,15 @@ export function createInstances(api: VastApi) {
 }
 
 /** Reads one page of the list of instances. */
-function pageOf({ status, json, words }: VastAnswer): {
+function pageOf(answer: VastAnswer): {
   some: VastInstance[];
   next: unknown;
   total: number | undefined;
 } {
+  const { status, json, words } = answer;
   const body = json as { instances?: unknown; next_token?: unknown; total_instances?: unknown } | undefined;
-  if (status !== 200 || !Array.isArray(body?.instances)) throw new Error(`vast: no list of instances: ${words}`);
+  if (status !== 200 || hasFailed(answer) || !Array.isArray(body?.instances))
+    throw new Error(`vast: no list of instances: ${words}`);
   const some = body.instances.map((it) => {
     const instance = instanceOf(it);
     if (!instance) throw new Error('vast: an instance without an id is in the list');
