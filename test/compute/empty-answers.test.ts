@@ -159,6 +159,25 @@ test('that Vast failed to show a machine is not read as its absence, though a li
   assert.equal(await backend.inspect('7'), undefined);
 });
 
+test('a key that Vast says it did not take is sent again at once, whatever the status of that answer', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-empty-'));
+  const instance = '{"instances":{"id":7,"label":"one","actual_status":"running"}}';
+  const answers = ['{"success":false,"error":"busy"}', '500 oops', '{"success":true}'];
+  const sent: (string | undefined)[] = [];
+  const attach = () => {
+    sent.push(answers[sent.length]);
+    return sent.at(-1) ?? '';
+  };
+  const backend = vastAt(await listen(t, (path) => (path.endsWith('/ssh/') ? attach() : instance), 0), directory);
+  t.after(async () => {
+    await backend.close();
+    rmSync(directory, { recursive: true });
+  });
+  assert.match(((await backend.extend('7', 600)) as { reason: string }).reason, /took no key: 200 .*busy/);
+  for (let looks = 0; looks < 4; looks++) assert.equal((await backend.inspect('7'))?.state, 'provisioning');
+  assert.deepEqual(sent, answers);
+});
+
 test('of what a cluster names beside the pods that it was asked for, nothing is removed', async (t) => {
   const name = jobName(TAG(''));
   const pod = (label: string, uid: string) => ({

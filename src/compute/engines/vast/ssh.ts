@@ -4,7 +4,7 @@ import type { Extended } from '../../backend.ts';
 import { channelsOf } from '../../kit/channel.ts';
 import { connectSsh, type SshFault } from '../../kit/connect.ts';
 import { runOnChannel } from '../../kit/ssh-program.ts';
-import type { VastApi } from './api.ts';
+import { hasFailed, type VastApi } from './api.ts';
 import type { VastInstance } from './instances.ts';
 import { textOf } from './offers.ts';
 import { SHOW_DEADLINE, setDeadline } from './onstart.ts';
@@ -102,7 +102,8 @@ async function sendKey(api: VastApi, rentals: Rentals, ref: string, tag: string)
   if (record.attached) return record;
   const { publicKey } = sshKeyFromSeed(Buffer.from(record.seed, 'base64'), record.tag);
   const answer = await api.call('attach', 'POST', `/api/v0/instances/${ref}/ssh/`, { ssh_key: publicKey });
-  if (answer.status < 200 || answer.status > 299) throw new Error(`vast: instance ${ref} took no key: ${answer.words}`);
+  if (answer.status < 200 || answer.status > 299 || hasFailed(answer))
+    throw new Error(`vast: instance ${ref} took no key: ${answer.words}`);
   rentals.of(ref).keySentAt = performance.now();
   rentals.change(ref, { attached: true });
   return record;
