@@ -101,6 +101,24 @@ test('a machine whose state its member cannot say is neither there nor gone', as
   await assert.rejects(fake.backend.find(TAG), /cannot say the state/);
 });
 
+test('a machine of whose configuration LXD says nothing is neither there, nor gone, nor somebody else’s', async (t) => {
+  for (const config of [null, undefined]) {
+    let isMade = false;
+    const silent = instance({ status_code: 112, status: 'Error', config });
+    const fake = await openFake(t, (method, path) => {
+      if (path === '/1.0') return sync({ ...SERVER, environment: { ...SERVER.environment, server_clustered: false } });
+      if (path.startsWith('/1.0/resources')) return sync(RESOURCES);
+      if (path.startsWith('/1.0/instances?')) return sync([]);
+      if (method === 'POST') isMade = true;
+      return method === 'POST' ? refusal(409, 'already exists') : sync(silent);
+    });
+    await assert.rejects(fake.backend.inspect(REF));
+    await assert.rejects(fake.backend.find(TAG), /does not say the configuration/);
+    assert.equal((await fake.backend.create(await order(fake))).kind, 'unknown');
+    assert.ok(isMade);
+  }
+});
+
 test('a virtual machine that its guest has brought down is there until its end, and hides no other', async (t) => {
   const failed = instance({ type: 'virtual-machine', status_code: 112, status: 'Error' });
   const fake = await openFake(t, (_, path) => sync(path.startsWith('/1.0/instances?') ? [failed] : failed));

@@ -86,7 +86,8 @@ test('a virtual machine has the settings that LXD takes for one, and lends its p
 const REF = nameOf('purser-inst-x-res-y');
 /** Returns the keepers of a server that shows an instance in these states, one after the other, and then in the last. */
 function keepersOf(type: string, states: number[], restartMilliseconds: number) {
-  const ask = async () => ({ name: REF, type, status_code: states.length > 1 ? states.shift() : states[0] });
+  const codes = () => (states.length > 1 ? states.shift() : states[0]);
+  const ask = async () => ({ name: REF, type, status_code: codes(), config: {} });
   const lxd = { ask } as unknown as LxdApi;
   const instances = createInstances(lxd, restartMilliseconds);
   return { instances, keepers: createKeepers(lxd, parse({}), { instances, host: {} as LxdHost }) };

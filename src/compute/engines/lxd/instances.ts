@@ -24,6 +24,8 @@ export function createInstances(lxd: LxdApi, restartMilliseconds = RESTART_MILLI
       // Only the server's own message proves that there is no such instance; an answer about another proves nothing about this one.
       if (typeof instance?.status_code !== 'number' || instance.name !== ref)
         throw new Error(`LXD does not say the state of ${ref}`);
+      // It tells whose the instance is.
+      if (!instance.config) throw new Error(`LXD does not say the configuration of ${ref}`);
       sightings.note(instance);
       return instance;
     } catch (error) {
