@@ -32,6 +32,7 @@ import {
   says,
   saysPlain,
 } from './engines/fake-kubernetes.ts';
+import type { ApiObject } from './engines/kubernetes.ts';
 
 const INSTALLATION = `inst_${randomBytes(13).toString('hex')}`;
 const NAMESPACE = 'leases';
@@ -290,6 +291,24 @@ test('kubernetes: a machine is gone with its pods, and a removal that is not cer
   fake.podsLinger = false;
   fake.remove('pods');
   await backend.destroy(tag);
+  assert.equal(await backend.inspect(tag), undefined);
+});
+
+test('kubernetes: long after all that was sold, a lost node keeps no pod from being removed, also one whose Job is gone', async (t) => {
+  const { fake, backend, tag } = await openMachine(t);
+  const forced = () => fake.calls.filter((it) => it.method === 'DELETE' && it.body?.gracePeriodSeconds === 0).length;
+  const [pod] = fake.objects('pods') as [ApiObject];
+  pod.status.startTime = new Date().toISOString();
+  // Somebody has deleted the Job without waiting for its pod, whose node does not answer.
+  pod.metadata.deletionTimestamp = pod.status.startTime;
+  fake.podsLinger = true;
+  fake.remove('jobs');
+  assert.equal(fake.objects('pods').length, 1);
+  await backend.destroy(tag);
+  assert.equal((await backend.inspect(tag))?.state, 'ended');
+  t.mock.timers.enable({ apis: ['Date'], now: Date.now() + 30 * 86_400_000 });
+  await backend.destroy(tag);
+  assert.equal(forced(), 1);
   assert.equal(await backend.inspect(tag), undefined);
 });
 

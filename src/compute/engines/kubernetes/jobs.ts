@@ -3,7 +3,7 @@ import type { KubernetesApi } from './api.ts';
 import { isConflict } from './api-error.ts';
 import { jobName, LEASE_LABEL, POD_ANNOTATION, TAG_ANNOTATION } from './describe.ts';
 import type { KubernetesJob, Paths, Pod } from './objects.ts';
-import { deadlineOf, endOf, runningPod } from './state.ts';
+import { deadlineOf, endOf, latestEndOf, runningPod } from './state.ts';
 
 /**
  * A pod this long past its deadline does not run: its watchdog and its kubelet have ended it, if its node lives. A dead node cannot
@@ -47,9 +47,11 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
     const { job, pods } = await observe(tag);
     if (job && !job.metadata.deletionTimestamp)
       await removeOnly(pathTo(job.metadata.name), job.metadata.uid, { propagationPolicy: 'Foreground' });
-    const isLong = job !== undefined && now() > (deadlineOf(job) ?? Number.POSITIVE_INFINITY) + FORCE_SECONDS;
-    for (const { metadata } of pods) {
+    for (const pod of pods) {
+      const { metadata } = pod;
       const path = `${paths.pods}/${metadata.name}`;
+      // Somebody may have deleted the Job alone.
+      const isLong = now() > ((job ? deadlineOf(job) : latestEndOf(pod)) ?? Number.POSITIVE_INFINITY) + FORCE_SECONDS;
       if (!metadata.deletionTimestamp) await removeOnly(path, metadata.uid, {});
       else if (isLong) await removeOnly(path, metadata.uid, { gracePeriodSeconds: 0 });
     }

@@ -22,8 +22,12 @@ type ContainerState = {
 };
 export type Pod = {
   metadata: Meta;
-  spec?: { containers?: { name: string; args?: string[]; resources?: { limits?: Record<string, string> } }[] };
+  spec?: {
+    activeDeadlineSeconds?: number;
+    containers?: { name: string; args?: string[]; resources?: { limits?: Record<string, string> } }[];
+  };
   status?: {
+    startTime?: string;
     phase?: string;
     reason?: string;
     message?: string;

@@ -16,6 +16,12 @@ export function deadlineOf({ spec, status }: KubernetesJob): number | undefined 
   return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
 }
 
+/** Returns when the kubelet ends a pod at the latest, after all that is sold of it; undefined while it has not seen the pod. */
+export function latestEndOf({ spec, status }: Pod): number | undefined {
+  if (!status?.startTime || spec?.activeDeadlineSeconds === undefined) return undefined;
+  return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
+}
+
 /** Returns the pod in which a lease runs, while it does. */
 export function runningPod(job: KubernetesJob, pods: readonly Pod[]): Pod | undefined {
   if (job.metadata.deletionTimestamp || endOf(job)) return undefined;
