@@ -123,10 +123,12 @@ const COMPILED = ['purser', 'write'];
  * executable never loads code from beside itself.
  */
 const NEVER_REACHED =
-  /^(cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2|reflect-metadata|@peculiar\/(x509|asn1-(android|rsa|x509-post-quantum)))$|sshcrypto\.node$|\/milo\/|server\/_shims$/;
+  /^(\.\/ssh|cpu-features|bufferutil|utf-8-validate|supports-color|@grpc\/grpc-js|@grpc\/proto-loader|protobufjs|(node:)?http2|reflect-metadata|@peculiar\/(x509|asn1-(android|rsa|x509-post-quantum)))$|sshcrypto\.node$|\/milo\/|server\/_shims$/;
 const STUBS = {
   // Hono asks of a request whether it is one of these.
   'node:http2': 'module.exports = { constants: {}, Http2ServerRequest: class {} }',
+  // docker-modem's own way to an engine over SSH: Purser has another (src/compute/engines/container/connection.ts).
+  './ssh': 'module.exports = undefined',
   // What would check the answers of people whom no tool asks anything (src/http/mcp/server.ts).
   '@modelcontextprotocol/server/_shims': 'module.exports = { DefaultJsonSchemaValidator: class {} }',
 };
@@ -172,12 +174,23 @@ const partly = {
  * imports is run. In the main bundle they would be in the memory of every process (docs/decisions/0062).
  */
 const APART = {
+  docker: { dockerode: 'default' },
+  mcp: {
+    '@modelcontextprotocol/server':
+      'createMcpHandler, isLegacyRequest, ProtocolError, ProtocolErrorCode, Server, WebStandardStreamableHTTPServerTransport',
+  },
+  ssh2: { ssh2: 'default, Client' },
+  stripe: { stripe: 'default' },
+  temporal: { 'temporal-polyfill': 'Temporal' },
   webauthn: {
     '@simplewebauthn/server':
       'generateAuthenticationOptions, generateRegistrationOptions, verifyAuthenticationResponse, verifyRegistrationResponse',
     '@simplewebauthn/server/helpers': 'cose, decodeAttestationObject, decodeCredentialPublicKey, isoCBOR',
   },
+  ws: { ws: 'default' },
 };
+const exported = (name) =>
+  name === 'default' ? 'export default bundle.default;' : `export const ${name} = bundle.${name};`;
 const apart = {
   name: 'apart',
   setup(build) {
@@ -187,7 +200,8 @@ const apart = {
       build.onLoad({ filter, namespace: 'apart' }, ({ path }) => ({
         contents: `
           import { readBundle } from './src/files/read-bundle.ts';
-          export const { ${packages[path]} } = readBundle('${bundle}.cjs', require);`,
+          const bundle = readBundle('${bundle}.cjs', require);
+          ${packages[path].split(', ').map(exported).join('\n')}`,
         resolveDir: process.cwd(),
       }));
     }
@@ -290,7 +304,7 @@ async function make() {
       js: "(function (require, module, exports, __filename, __dirname) {const __url = require('node:url').pathToFileURL(__filename).href;",
     },
     footer: { js: '})' },
-    plugins: [absent, partly],
+    plugins: [absent, partly, apart],
   };
   const built = [];
   for (const [name, module] of Object.entries(THREADS))
@@ -300,12 +314,13 @@ async function make() {
     entryPoints: ['cli/main.ts'],
     outfile: at('purser.cjs'),
     sourcemap: 'linked',
-    plugins: [absent, partly, apart, named],
   });
   for (const [name, packages] of Object.entries(APART)) {
     const contents = Object.entries(packages).map(([from, names]) => `export { ${names} } from '${from}';`);
     const stdin = { contents: contents.join('\n'), resolveDir: process.cwd() };
-    built.push(await build({ ...bundled, stdin, outfile: at(`${name}.cjs`) }));
+    built.push(
+      await build({ ...bundled, stdin, outfile: at(`${name}.cjs`), sourcemap: 'linked', plugins: [absent, named] }),
+    );
   }
   built.push(main, await build({ ...common, entryPoints: ['src/files/start.ts'], outfile: at('start.cjs') }));
   const bundles = ['purser', ...Object.keys(THREADS), ...Object.keys(APART)];
@@ -371,8 +386,8 @@ async function make() {
   ];
   execFileSync(process.execPath, postject, { stdio: 'ignore' }); // Its warnings about section names are harmless.
   renameSync(at('runtime'), EXECUTABLE); // Atomic, and never writes into a running executable.
-  // The bundle stays, beside its source map and the digests of all parts.
-  const kept = ['purser', 'purser.cjs', 'purser.cjs.map', SUMS];
+  // The bundles of the main thread stay, beside their source maps and the digests of all parts.
+  const kept = ['purser', SUMS, ...['purser', ...Object.keys(APART)].flatMap((it) => [`${it}.cjs`, `${it}.cjs.map`])];
   const parts = readdirSync(DIST, { withFileTypes: true }).filter((it) => it.isFile() && !kept.includes(it.name));
   for (const { name } of parts) rmSync(at(name));
   rmSync(CONFIG, { force: true });

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import test from 'node:test';
 import { noticeOf, packagesOf } from '../../build-notices.mjs';
 import { bundleSums, type Notice } from '../../src/files/bundle.ts';
-import { EXECUTABLE, run } from '../helper/executable.ts';
+import { builtFiles, EXECUTABLE, run } from '../helper/executable.ts';
 import { temporaryDirectory } from '../ledger/books.ts';
 
 test('every package of the bundle, and what else is inside, has the text of its licence', async () => {
@@ -13,18 +13,16 @@ test('every package of the bundle, and what else is inside, has the text of its 
   for (const { name, license, text } of licenses) assert(license && text.length > 80, name);
   assert.deepEqual(names.slice(0, 3), ['purser', 'Node.js', 'SQLite']);
   for (const inside of ['V8', 'OpenSSL', 'ICU', 'libuv']) assert(licenses[1]?.text.includes(inside), inside);
-  // The source map names the files that were bundled, whoever collects the notices.
-  const { sources } = JSON.parse(readFileSync(join(dirname(EXECUTABLE), 'purser.cjs.map'), 'utf8')) as {
-    sources: string[];
-  };
-  const bundled = sources
+  // The source maps name the files that were bundled, whoever collects the notices.
+  const bundled = builtFiles(/\.cjs\.map$/)
+    .flatMap(({ text }) => (JSON.parse(text) as { sources: string[] }).sources)
     .map((source) => /^\.\.\/(node_modules\/.*)$/.exec(source)?.[1])
     .filter((it) => it !== undefined);
   const packages = new Set(bundled.map((it) => /.*node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(it)?.[1] as string));
   assert(packages.size > 40, `${packages.size} packages`);
   assert.deepEqual(
-    [...packages].filter((name) => !names.includes(name)),
-    ['src', '@modelcontextprotocol/core-internal'], // Paths in the source map of the SDK of MCP itself.
+    [...packages].filter((name) => !names.includes(name)).sort(),
+    ['@modelcontextprotocol/core-internal', 'src'], // Paths in the source map of the SDK of MCP itself.
   );
   for (const name of ['better-sqlite3', 'content-type']) assert(names.includes(name), name);
   const { stdout } = await run(['licenses']);
@@ -67,7 +65,9 @@ test('the digest that an executable prints is that of the parts that its build w
     bundleSums(Object.keys(own), () => own['purser.sha256']),
     `${digest}  purser.sha256\n`,
   );
-  const bundle = bundleSums(['purser.cjs'], () => readFileSync(join(dirname(EXECUTABLE), 'purser.cjs')));
-  assert(sums.includes(bundle), 'the bundle beside the executable is the one in it');
+  for (const { name, text } of builtFiles(/\.cjs$/)) {
+    const bundle = bundleSums([name], () => Buffer.from(text, 'latin1'));
+    assert(sums.includes(bundle), 'the bundle beside the executable is the one in it');
+  }
   assert.doesNotMatch(sums, /\.cache$/m);
 });

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent, request as send } from 'undici';
@@ -16,6 +16,13 @@ import { waitFor } from './waiting.ts';
 
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
+
+/** Returns the files of such names that the build leaves beside it, each byte of them as one character. */
+export const builtFiles = (names: RegExp, directory = dirname(EXECUTABLE)): { name: string; text: string }[] =>
+  readdirSync(directory)
+    .filter((it) => names.test(it))
+    .map((name) => ({ name, text: readFileSync(join(directory, name), 'latin1') }));
+
 /** The environment variable that holds the upstream's key. The key itself is in no file. */
 const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
 
