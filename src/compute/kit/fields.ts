@@ -55,8 +55,17 @@ export const sized = {
   }),
 };
 
-/** The fields of every offer of a size. */
-export const offerFields = {
+type Size = { cpus: number; memory_gib: number };
+/** The capacity for all leases together. */
+export const capacity = v.optional(v.strictObject({ cpus: above0, memory_gib: above0 }));
+/** Checks that a lease of the largest size has room. */
+export const checkCapacity = <S extends { limits: Size; capacity?: Size | undefined }>() =>
+  v.check<S, string>(
+    ({ limits, capacity: all = limits }) => limits.cpus <= all.cpus && limits.memory_gib <= all.memory_gib,
+    'one lease may be larger than this: lower its limits',
+  );
+
+const offerFields = {
   id: v.pipe(v.string(), v.minLength(1), v.maxLength(100)),
   cpus: above0,
   memory_gib: above0,
@@ -65,10 +74,16 @@ export const offerFields = {
 };
 /** The number of leases that an offer takes at once. */
 export const offerCount = v.optional(whole(1, 10_000), 1);
-/** Returns whether no two of the offers have the same id. */
-export const haveOwnIds = (offers: readonly { id: string }[]) =>
-  new Set(offers.map(({ id }) => id)).size === offers.length;
-export const DOUBLE_ID = 'two offers have the same id';
+/** Describes offers of a size, each with an id of its own; `entries` are the fields that they have beside those of every engine. */
+export const offersOf = <E extends v.ObjectEntries>(entries: E) =>
+  v.pipe(
+    v.array(v.strictObject({ ...offerFields, ...entries })),
+    v.minLength(1),
+    v.check(
+      (offers) => new Set(offers.map((it) => (it as { id: string }).id)).size === offers.length,
+      'two offers have the same id',
+    ),
+  );
 
 /** The time a machine may take from its order to its first answer, in seconds. */
 export const CLOUD_PROVISION_SECONDS = 900;

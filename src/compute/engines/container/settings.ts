@@ -3,12 +3,12 @@ import type { Backend, Surroundings } from '../../backend.ts';
 import { checkOneWayOut, egress, egressVariables } from '../../kit/egress.ts';
 import {
   above0,
-  DOUBLE_ID,
-  haveOwnIds,
+  capacity,
+  checkCapacity,
   hourly,
   limits,
   offerCount,
-  offerFields,
+  offersOf,
   sized,
   whole,
 } from '../../kit/fields.ts';
@@ -70,8 +70,7 @@ const Sized = v.pipe(
   v.strictObject({
     ...shared,
     ...sized,
-    /** The capacity for all leases together. */
-    capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
+    capacity,
     gpu_devices: v.optional(gpuDevices),
     /** The way in which Docker is asked for GPUs; Podman is always asked by their CDI names. */
     gpu_mode: v.optional(v.picklist(['nvidia', 'cdi']), 'nvidia'),
@@ -109,14 +108,7 @@ const Sized = v.pipe(
     }, 'does not name the same GPU types as prices.gpu_hourly_usd'),
     ['gpu_devices'],
   ),
-  v.forward(
-    v.check(
-      ({ limits, capacity }) =>
-        capacity === undefined || (limits.cpus <= capacity.cpus && limits.memory_gib <= capacity.memory_gib),
-      'one lease may be larger than this: lower its limits',
-    ),
-    ['capacity'],
-  ),
+  v.forward(checkCapacity(), ['capacity']),
 );
 
 /** Variables that Purser sets itself and settings may not change: it finds processes and assigns GPUs by them. */
@@ -138,23 +130,18 @@ const Offers = v.pipe(
     ...shared,
     limits,
     offers: v.pipe(
-      v.array(
-        v.strictObject({
-          ...offerFields,
-          count: offerCount,
-          /** The image of this offer, if not the common one. */
-          image: v.optional(image),
-          shm_gib: shmGib,
-          runtime,
-          /** The targets that its leases reach, if not those of the backend's settings. */
-          egress,
-          /** Variables that every process of the lease has. */
-          env: v.optional(environment),
-          warm: warmCount,
-        }),
-      ),
-      v.minLength(1),
-      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
+      offersOf({
+        count: offerCount,
+        /** The image of this offer, if not the common one. */
+        image: v.optional(image),
+        shm_gib: shmGib,
+        runtime,
+        /** The targets that its leases reach, if not those of the backend's settings. */
+        egress,
+        /** Variables that every process of the lease has. */
+        env: v.optional(environment),
+        warm: warmCount,
+      }),
       v.check(
         (offers) => offers.every((it) => (it.warm ?? 0) <= it.count),
         'an offer has more warm machines than its count',

@@ -1,18 +1,7 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { checkOneWayOut, egress, haveWayOut } from '../../kit/egress.ts';
-import {
-  above0,
-  CLOUD_PROVISION_SECONDS,
-  DISK_GB,
-  DOUBLE_ID,
-  haveOwnIds,
-  hourly,
-  limits,
-  offerFields,
-  sized,
-  whole,
-} from '../../kit/fields.ts';
+import { above0, CLOUD_PROVISION_SECONDS, DISK_GB, hourly, limits, offersOf, sized, whole } from '../../kit/fields.ts';
 
 /** Jobs of a Kubernetes cluster: the settings, the notes for the operator, and how the backend is opened. */
 
@@ -131,20 +120,13 @@ const Offers = v.pipe(
   v.strictObject({
     ...shared,
     limits,
-    offers: v.pipe(
-      v.array(
-        v.strictObject({
-          ...offerFields,
-          gpus: v.optional(whole(0, 64), 0),
-          node_selector: nodeSelector,
-          runtime_class: runtimeClass,
-          /** The targets that its leases reach, if not those of the backend's settings. */
-          egress,
-        }),
-      ),
-      v.minLength(1),
-      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
-    ),
+    offers: offersOf({
+      gpus: v.optional(whole(0, 64), 0),
+      node_selector: nodeSelector,
+      runtime_class: runtimeClass,
+      /** The targets that its leases reach, if not those of the backend's settings. */
+      egress,
+    }),
   }),
   checkOneWayOut(),
 );

@@ -1,17 +1,7 @@
 import * as v from 'valibot';
 import type { Backend, Surroundings } from '../../backend.ts';
 import { egress, haveWayOut } from '../../kit/egress.ts';
-import {
-  above0,
-  DOUBLE_ID,
-  haveOwnIds,
-  hourly,
-  limits,
-  offerCount,
-  offerFields,
-  sized,
-  whole,
-} from '../../kit/fields.ts';
+import { capacity, checkCapacity, hourly, limits, offerCount, offersOf, sized, whole } from '../../kit/fields.ts';
 import { WATCHDOG_USER } from '../../kit/watchdog-user.ts';
 import { checkLxdAddress, lxdAddress } from './address.ts';
 
@@ -104,19 +94,11 @@ const Sized = v.pipe(
     /** The prices, without GPUs: this backend leases none. */
     prices: v.strictObject({ ...sized.prices.entries, gpu_hourly_usd: v.optional(v.record(v.never(), hourly), {}) }),
     limits: v.strictObject({ ...sized.limits.entries, gpus: v.optional(v.literal(0), 0) }),
-    /** The capacity for all leases together. */
-    capacity: v.optional(v.strictObject({ cpus: above0, memory_gib: above0 })),
+    capacity,
   }),
   checkLxdAddress(),
   checkMachines(),
-  v.forward(
-    v.check(
-      ({ limits, capacity }) =>
-        capacity === undefined || (limits.cpus <= capacity.cpus && limits.memory_gib <= capacity.memory_gib),
-      'one lease may be larger than this: lower its limits',
-    ),
-    ['capacity'],
-  ),
+  v.forward(checkCapacity(), ['capacity']),
 );
 
 const Offers = v.pipe(
@@ -124,19 +106,7 @@ const Offers = v.pipe(
     ...shared,
     limits,
     /** An offer may have its own image, type and egress instead of the common ones. */
-    offers: v.pipe(
-      v.array(
-        v.strictObject({
-          ...offerFields,
-          count: offerCount,
-          image: v.optional(image),
-          type: v.optional(type),
-          egress,
-        }),
-      ),
-      v.minLength(1),
-      v.check((offers) => haveOwnIds(offers), DOUBLE_ID),
-    ),
+    offers: offersOf({ count: offerCount, image: v.optional(image), type: v.optional(type), egress }),
   }),
   checkLxdAddress(),
   checkMachines(),
