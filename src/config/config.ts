@@ -245,7 +245,11 @@ function parseSettings(file: string, text: string, env: Environment, faults: str
 }
 
 function plain(issue: v.BaseIssue<unknown>): string {
-  if (issue.received === 'undefined') return `is required (${issue.expected})`;
+  // Of a member that is missing, valibot expects its name.
+  if (issue.received === 'undefined')
+    return issue.expected === JSON.stringify(issue.path?.at(-1)?.key)
+      ? 'is required'
+      : `is required: ${String(issue.expected).replace(/^\((.*)\)$/, '$1')}`;
   const type = /^Invalid type: Expected (\w+)/.exec(issue.message)?.[1];
   return type !== undefined && Object.hasOwn(TYPES, type)
     ? `must be ${TYPES[type]}`
