@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -23,17 +25,19 @@ test('the command of a template has ended, with the variables of the sandbox, be
 });
 
 test('a server that a template starts listens before a client has the sandbox, and goes on', async (t) => {
-  const directory = mkdtempSync(join(tmpdir(), 'purser-start-'));
-  t.after(() => rmSync(directory, { recursive: true, force: true }));
-  const file = join(directory, 'port');
-  const script = `const server = require('http').createServer((_, to) => to.end('up'));
-    server.listen(0, '127.0.0.1', () => require('fs').writeFileSync('${file}', String(server.address().port)));`;
+  // Nobody else gets the port before the server inside has it, which shares it.
+  const held = createServer().listen({ port: 0, host: '127.0.0.1', reusePort: true });
+  t.after(() => held.close());
+  await once(held, 'listening');
+  const { port } = held.address() as AddressInfo;
+  const script = `require('http').createServer((_, to) => to.end('up')).listen({ port: ${port}, host: '127.0.0.1', reusePort: true })`;
   const start = `sleep 0.3\nexec ${process.execPath} -e "${script}"`;
   const { purser, wallet, sandbox } = await openStarting(t, start, { templateID: 'started' });
-  const port = await until('it has written its port', () => existsSync(file) && readFileSync(file, 'utf8'));
+  held.close();
+  await once(held, 'close');
   const headers = {
     'e2b-sandbox-id': sandbox.sandboxID,
-    'e2b-sandbox-port': port,
+    'e2b-sandbox-port': String(port),
     'e2b-traffic-access-token': sandbox.trafficAccessToken,
   };
   const answer = await purser.ask('GET', '/v1/e2b/envd/', { headers });
