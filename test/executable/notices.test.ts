@@ -67,7 +67,7 @@ test('the digest that an executable prints is that of the parts that its build w
   );
   for (const { name, text } of builtFiles(/\.cjs$/)) {
     const bundle = bundleSums([name], () => Buffer.from(text, 'latin1'));
-    assert(sums.includes(bundle), 'the bundle beside the executable is the one in it');
+    assert(sums.includes(bundle), `${name} beside the executable is the one in it`);
   }
   assert.doesNotMatch(sums, /\.cache$/m);
 });

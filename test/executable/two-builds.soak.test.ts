@@ -34,7 +34,8 @@ test('two builds of the same sources at two paths are the same but for what V8 c
   const [one, two] = [buildIn(t, 'a'), buildIn(t, 'another/place')] as [string, string];
   const sums = (dist: string) => readFileSync(join(dist, 'purser.sha256'), 'utf8');
   assert.equal(sums(one), sums(two));
-  assert.deepEqual(builtFiles(/\.cjs(\.map)?$/, one), builtFiles(/\.cjs(\.map)?$/, two));
+  for (const { name, text } of builtFiles(/\.cjs(\.map)?$/, one))
+    assert(readFileSync(join(two, name), 'latin1') === text, name);
   const digest = (dist: string) =>
     JSON.parse(execFileSync(join(dist, 'purser'), ['version', '--json'], { encoding: 'utf8' })).bundle_sha256;
   assert.equal(digest(one), digest(two));

@@ -17,11 +17,12 @@ import { waitFor } from './waiting.ts';
 /** The built product; `npm test` builds it first. */
 export const EXECUTABLE = fileURLToPath(new URL('../../dist/purser', import.meta.url));
 
-/** Returns the files of such names that the build leaves beside it, each byte of them as one character. */
-export const builtFiles = (names: RegExp, directory = dirname(EXECUTABLE)): { name: string; text: string }[] =>
-  readdirSync(directory)
-    .filter((it) => names.test(it))
-    .map((name) => ({ name, text: readFileSync(join(directory, name), 'latin1') }));
+/** Returns the files of such names that the build leaves beside it, each byte of them as one character. Throws if there is none. */
+export function builtFiles(names: RegExp, directory = dirname(EXECUTABLE)): { name: string; text: string }[] {
+  const found = readdirSync(directory).filter((it) => names.test(it));
+  assert(found.length > 0, `${directory} has ${names}`);
+  return found.map((name) => ({ name, text: readFileSync(join(directory, name), 'latin1') }));
+}
 
 /** The environment variable that holds the upstream's key. The key itself is in no file. */
 const UPSTREAM_KEY_VARIABLE = 'HOUSE_KEY';
