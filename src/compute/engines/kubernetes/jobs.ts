@@ -3,7 +3,7 @@ import type { KubernetesApi } from './api.ts';
 import { isConflict } from './api-error.ts';
 import { jobName, LEASE_LABEL, POD_ANNOTATION, TAG_ANNOTATION } from './describe.ts';
 import type { KubernetesJob, Paths, Pod } from './objects.ts';
-import { deadlineOf, endOf, latestEndOf, runningPod } from './state.ts';
+import { deadlineOf, endOf, runningPod } from './state.ts';
 
 /**
  * A pod this long past its deadline does not run: its watchdog and its kubelet have ended it, if its node lives. A dead node cannot
@@ -51,7 +51,7 @@ export function createJobs(api: KubernetesApi, paths: Paths, now: () => number) 
       const { metadata } = pod;
       const path = `${paths.pods}/${metadata.name}`;
       // Somebody may have deleted the Job alone.
-      const isLong = now() > ((job ? deadlineOf(job) : latestEndOf(pod)) ?? Number.POSITIVE_INFINITY) + FORCE_SECONDS;
+      const isLong = now() > (deadlineOf(job ?? pod) ?? Number.POSITIVE_INFINITY) + FORCE_SECONDS;
       if (!metadata.deletionTimestamp) await removeOnly(path, metadata.uid, {});
       else if (isLong) await removeOnly(path, metadata.uid, { gracePeriodSeconds: 0 });
     }

@@ -10,14 +10,11 @@ const HOPELESS = new Set(['ErrImageNeverPull', 'InvalidImageName']);
 const IMAGE_MISSING = new Set(['ErrImagePull', 'ImagePullBackOff', 'RegistryUnavailable', 'ErrImageNeverPull']);
 const WORDS_CHARACTERS_MAX = 500;
 
-/** Returns when its Job's controller ends the machine (Unix seconds); undefined while the controller has not seen the Job. */
-export function deadlineOf({ spec, status }: KubernetesJob): number | undefined {
-  if (!status?.startTime || spec.activeDeadlineSeconds === undefined) return undefined;
-  return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
-}
-
-/** Returns when the kubelet ends a pod at the latest, after all that is sold of it; undefined while it has not seen the pod. */
-export function latestEndOf({ spec, status }: Pod): number | undefined {
+/**
+ * Returns when the controller of a Job, or the kubelet of a pod, ends it (Unix seconds); undefined while that has not seen it. A
+ * pod's own end is after all that is sold of it.
+ */
+export function deadlineOf({ spec, status }: KubernetesJob | Pod): number | undefined {
   if (!status?.startTime || spec?.activeDeadlineSeconds === undefined) return undefined;
   return secondsOf(status.startTime) + spec.activeDeadlineSeconds;
 }
