@@ -159,6 +159,19 @@ test('that Vast failed to show a machine is not read as its absence, though a li
   assert.equal(await backend.inspect('7'), undefined);
 });
 
+test('a search that Vast says has failed is not read as one that found nothing for rent', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'purser-empty-'));
+  let found = '{"success":false,"error":"server_error","offers":[]}';
+  const backend = vastAt(await listen(t, () => found, 0), directory);
+  t.after(async () => {
+    await backend.close();
+    rmSync(directory, { recursive: true });
+  });
+  await assert.rejects(backend.offers(), /no list of offers: 200 .*server_error/);
+  found = '{"success":true,"offers":[]}';
+  assert.deepEqual(await backend.offers(), []);
+});
+
 test('a key that Vast says it did not take is sent again at once, whatever the status of that answer', async (t) => {
   const directory = mkdtempSync(join(tmpdir(), 'purser-empty-'));
   const instance = '{"instances":{"id":7,"label":"one","actual_status":"running"}}';

@@ -1,7 +1,7 @@
 import { formatUsd, Nanos } from '../../../base/money.ts';
 import { Refusal } from '../../../base/refusal.ts';
 import type { MachineQuote, Offer, SpecThree } from '../../backend.ts';
-import type { VastApi } from './api.ts';
+import { hasFailed, type VastApi } from './api.ts';
 import type { VastSettings } from './settings.ts';
 
 const OFFER_COUNT_MAX = 64;
@@ -48,7 +48,8 @@ export function createVastOffers(settings: VastSettings, api: VastApi, now: () =
       ...filters,
     });
     const asks = (answer.json as { offers?: unknown } | undefined)?.offers;
-    if (answer.status !== 200 || !Array.isArray(asks)) throw new Error(`vast: no list of offers: ${answer.words}`);
+    if (answer.status !== 200 || hasFailed(answer) || !Array.isArray(asks))
+      throw new Error(`vast: no list of offers: ${answer.words}`);
     return asks.slice(0, OFFER_COUNT_MAX).filter((it) => typeof it === 'object' && it !== null);
   }
 
